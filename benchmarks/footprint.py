@@ -23,7 +23,7 @@ from analysis.studies.presets import make_preset
 from analysis.training.environment import Scores, Task
 from analysis.training.pretrained.folders import folder_of, read_config
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
-from analysis.training.pretrained.weights import Llama, _assemble, _shapes
+from analysis.training.pretrained.weights import empty_llama
 from analysis.training.trainer import PopulationTrainer
 
 #: Tokens of a solved line of two terms of a digit; a question has three a term, less one.
@@ -102,8 +102,7 @@ def update_of(preset: Preset, llama: LlamaConfig) -> Footprint:
     )
     live = Live()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        shapes = _shapes(llama).items()
-        model: Llama = _assemble(llama, {name: torch.empty(shape) for name, shape in shapes})
+        model = empty_llama(llama)
         environment = pretrained_environment(config, model, task)._replace(task=Unread(task))
         with live:
             trainer = PopulationTrainer(config, preset.runs, environment)

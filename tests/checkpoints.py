@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from analysis.records.language import LlamaConfig
 from analysis.training.pretrained.weights import random_llama, save_llama
+from tests.training.conftest import llama
 
 TOKENS = ["?", *"0123456789", " ", " +", " -", " =", ";", "\n"]
 
@@ -23,18 +23,7 @@ def checkpoint_of_sums(folder: Path) -> Path:
     pieces = tokenizers.Regex(r" [-+=]|[\s\S]")
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pieces, "isolated")
     made.decoder = tokenizers.decoders.Fuse()
-    llama = LlamaConfig(
-        vocab_size=len(TOKENS),
-        width=8,
-        inner=12,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=4,
-        norm_eps=1e-5,
-        rope_theta=10_000.0,
-        tied=False,
-    )
-    save_llama(random_llama(llama, 0, torch.float32), folder)
+    model = random_llama(llama(vocab_size=len(TOKENS), rope_theta=1e4), 0, torch.float32)
+    save_llama(model, folder)
     transformers.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
     return folder

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records.language import LlamaConfig
 from analysis.studies.presets import make_preset
 from benchmarks.footprint import Footprint, update_of
+from tests.training.conftest import llama
 
-LLAMA = LlamaConfig(
-    vocab_size=512,
-    width=16,
-    inner=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tied=True,
+LLAMA = llama(
+    vocab_size=512, width=16, inner=24, num_layers=2, num_heads=4, num_kv_heads=2, tied=True
 )
 
 

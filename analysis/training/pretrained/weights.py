@@ -68,6 +68,11 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device | str = "c
     return _assemble(config, tensors)
 
 
+def empty_llama(config: LlamaConfig) -> Llama:
+    """A model of this size whose weights nobody has set, such as of fake tensors."""
+    return _assemble(config, {name: torch.empty(shape) for name, shape in _shapes(config).items()})
+
+
 def random_llama(
     config: LlamaConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Llama:
