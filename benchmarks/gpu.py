@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pandas as pd
 import tyro
 
-from analysis.studies.language.start import chosen
+from analysis.studies.language import start as starts
 from analysis.studies.presets import PRESETS, make_preset
 from analysis.studies.presets.worked_sums import START_UPDATES
 from benchmarks import agreement
@@ -268,7 +268,7 @@ def begin_at(table: Path) -> list[str]:
             f"{table} has a start read after {found} updates, and the rule that chooses one wants "
             f"{wanted}: run the step start again, to its end"
         )
-    return ["-o", f"start_updates={chosen(read)}"]
+    return ["-o", f"start_updates={starts.chosen(read)}"]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from analysis.records.language import ArithmeticTask
 from analysis.training.pretrained.folders import Unavailable, needed
-from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.tasks import TextTask, refuse_cut
 
 #: What ends an answer.
 LINE = "\n"
@@ -120,12 +120,8 @@ def arithmetic_task(config: ArithmeticTask, folder: Path, examples: int = 0) -> 
 
     if config.worked:
         asked = (*parts.pool, *parts.held_out)
-        longest = max(len(answer_tokens(tokenizer, q.text, q.answer)) for q in asked)
-        if longest > config.completion_length:
-            raise ValueError(
-                f"completion_length={config.completion_length} cuts a right answer of {longest} "
-                "tokens"
-            )
+        right = (answer_tokens(tokenizer, q.text, q.answer) for q in asked)
+        refuse_cut(right, config.completion_length)
     return TextTask(
         [tokenizer(question.text)["input_ids"] for question in every],
         verify,

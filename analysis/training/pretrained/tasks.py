@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,11 +59,7 @@ class TextTask:
             raise ValueError(f"questions must end with one and the same token, not {bos_tokens}")
         if not end_tokens:
             raise ValueError("end_tokens is empty: no completion would ever be right")
-        longest = max(map(len, answers), default=0)
-        if longest > completion_length:
-            raise ValueError(
-                f"completion_length={completion_length} cuts a right answer of {longest} tokens"
-            )
+        refuse_cut(answers, completion_length)
         asked = len(questions) - held_out - len(answers)
         if asked < 1:
             raise ValueError(f"of {len(questions)} questions none is left for runs to be asked")
@@ -132,6 +128,15 @@ class TextTask:
         if self._prompts.device != device:
             self._prompts = self._prompts.to(device)
             self._end_tokens = self._end_tokens.to(device)
+
+
+def refuse_cut(answers: Iterable[Sequence[int]], completion_length: int) -> None:
+    """Refuse, by a ValueError, right answers that are longer than the longest completion."""
+    longest = max(map(len, answers), default=0)
+    if longest > completion_length:
+        raise ValueError(
+            f"completion_length={completion_length} cuts a right answer of {longest} tokens"
+        )
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:
