@@ -15,6 +15,7 @@ from kl_term.diagnosis.conditions.columns import (
     identical_reference,
 )
 from kl_term.diagnosis.schema import Evidence, Measured, Severity, Shown
+from kl_term.numbers import HALF_WIDTH
 
 #: Rounding keeps the sampled k1 of a policy at its reference this near zero.
 SMALLEST_KL = 1e-3
@@ -52,8 +53,6 @@ MOST_REPEATED = 0.2
 FEWEST_RESCORED = 2
 #: Standard errors by which log(old/sampler) must rise with the advantage: numerics have no side.
 CLEAR_RESPONSE = 4.0
-#: Half of an interval over many prompts, in standard errors.
-STUDENTS = 1.96
 #: A third of the policy gradient's tokens clipped: more samples are thrown away than PPO's usual
 #: few percent by an order of magnitude.
 LARGEST_CLIP_FRACTION = 0.3
@@ -206,7 +205,7 @@ def _trained_since(m: Measured) -> bool:
     response = m.intervals.get("engine_response")
     if response is None:
         return False
-    error = (response.value - response.low) / STUDENTS
+    error = (response.value - response.low) / HALF_WIDTH
     return response.value > CLEAR_RESPONSE * error
 
 
